@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from pipelines.mapped_rows import MappedRows
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
+from raytriever.reports.table import counted
 
 BATCHES = "batches"
 Layout = Literal["pairs", "chunks", "candidates"]
@@ -196,8 +197,8 @@ class BatchFiles:
         """Batches of that epoch. Raises ``UserError`` where it isn't stored."""
         if epoch not in self._counts:
             raise UserError(
-                f"{self.artifact.uri} holds epochs 0 to {self.epochs - 1}, but epoch {epoch} was asked for. Pack more"
-                " epochs, or train for fewer."
+                f"{self.artifact.uri} holds {counted(self.epochs, 'epoch')}, from 0 on, but epoch {epoch} was asked"
+                " for. Pack more epochs, or train for fewer."
             )
         return self._counts[epoch]
 

@@ -48,7 +48,7 @@ def ranking_by_ids(documents: ParquetRows, query_ids: Sequence[str], ranking: Ra
     used = np.unique(ranking.rows[ranking.rows >= 0])
     names = dict(zip(used.tolist(), documents.take(used, ["id"])["id"].to_pylist(), strict=True))
     found: dict[str, dict[str, float]] = {}
-    for start in range(0, len(query_ids), _QUERIES_AT_ONCE):
+    for start in range(0, max(len(query_ids), len(ranking.rows)), _QUERIES_AT_ONCE):
         block = slice(start, start + _QUERIES_AT_ONCE)
         lines = zip(query_ids[block], ranking.rows[block].tolist(), ranking.scores[block].tolist(), strict=True)
         for query, rows, scores in lines:

@@ -50,9 +50,10 @@ class Searcher:
 
     ``run``: a folder or URI with the artifacts of a recipe. ``indexes``: names of its stages. Several are fused by
     reciprocal rank (Cormack et al. 2009). By default it is an index of vectors by a model of the run, else of other
-    vectors, else of words. The last of a kind by name is taken. An index is searched with the ``search_parameters`` of
-    the run's own search of it; ``self.indexes`` has the names. ``encoder``: the model behind the vectors, if it is
-    neither in the run nor in an installed package. Raises ``UserError`` where something isn't found.
+    vectors, else of words; of several of a kind an exact one (Flat), then the last by name. An index is searched with
+    the ``search_parameters`` of the run's own search of it; ``self.indexes`` has the names. ``encoder``: the model
+    behind the vectors, if it is neither in the run nor in an installed package. Raises ``UserError`` where something
+    isn't found.
     """
 
     def __init__(self, run: str | Path, indexes: Sequence[str] = (), encoder: str | Path | None = None) -> None:

@@ -304,8 +304,8 @@ def _value_of(record: Mapping[str, Any], column: str) -> Any:
 def _no_column(where: str, column: str, columns: Sequence[str] | Mapping[str, Any]) -> UserError:
     there = ", ".join(f"{name!r:.60}" for name in columns) or "none"
     return UserError(
-        f"{where} has no column {column!r}. Columns there: {there}. Rename the one that you mean, or name it in the"
-        " settings, where a document's id may be null. A CSV's first line names its columns."
+        f"{where} has no column {column!r}. Columns there: {there}. Rename the one that you mean, or name it"
+        " where the settings name columns. A CSV's first line names its columns."
     )
 
 

@@ -59,7 +59,7 @@ class Chunk(Stage[ChunkConfig]):
     """A task is a stretch of source documents."""
 
     command = "chunk"
-    algorithm_version = 7
+    algorithm_version = 8
     kind = COLLECTION
     config_class = ChunkConfig
     unit = "chunks"

@@ -6,7 +6,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -170,21 +170,15 @@ class ArtifactWriter:
                 f"{f'; and {len(differences) - _SHOWN} more' if len(differences) > _SHOWN else ''}. Choose another"
                 " output, or give --force to replace it."
             )
-        if (differences or BUILDING in files) and (others := self._of_others(files)):
+        inner = [name for name in files if name.endswith((f"/{MANIFEST}", f"/{BUILDING}"))]
+        if inner and (differences or BUILDING in files):
             raise UserError(
-                f"{self.folder.describe(min(others))} is no part of {self.folder.uri}, and would be removed with it."
-                " Nothing was changed. Move it, or choose another output."
+                f"{self.folder.describe(min(inner))} is another artifact's, which would be removed with"
+                f" {self.folder.uri}. Nothing was changed. Move it, or choose another output."
             )
         self._stale = stored if differences else None
         self.differences = differences if files - {BUILDING} else []
         self.complete = not differences and MANIFEST in files
-
-    def _of_others(self, files: Set[str]) -> Set[str]:
-        """What the artifact doesn't list, but for hidden files. An unfinished one has no list: other artifacts only."""
-        if BUILDING in files:
-            return {name for name in files if name.endswith((f"/{MANIFEST}", f"/{BUILDING}"))}
-        listed = {*BESIDE, *Artifact(self.folder.uri).names()}
-        return {name for name in files if name not in listed and "/." not in f"/{name}"}
 
     def _stored(self) -> dict[str, Any] | None:
         for name in (MANIFEST, BUILDING):

@@ -56,8 +56,10 @@ class ProgressLine:
         self._progress.advance(self._task, units)
         task, now = self._progress.tasks[0], time.monotonic()
         rate = left = ""
-        # since the start: results of several workers come in bursts, so the time between two of them tells nothing
-        if speed := (task.completed - self._before) / max(now - self._started, 1e-9):
+        # since the start: results of several workers come in bursts, so the time between two of them tells nothing, nor
+        # does the first second
+        elapsed = now - self._started
+        if elapsed >= 1 and (speed := (task.completed - self._before) / elapsed):
             rate = f"{speed:,.1f} {self._unit}/s"
             left = "" if task.remaining is None else f"{format_seconds(task.remaining / speed)} left"
         if self._live:

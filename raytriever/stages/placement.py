@@ -64,17 +64,20 @@ def workers_that_fit(cpus: float, gpus: float) -> int:
     return NodeRoom(available.get("CPU", 1), available.get("GPU", 0)).workers(cpus, gpus)
 
 
-def require_room(cpus: float, gpus: float, workers: int = 1) -> None:
-    """Raises ``UserError`` unless this machine, which no other joins, has room for so many workers of this size.
+def require_room(cpus: float, gpus: float, workers: int = 1, *, is_alone: bool) -> None:
+    """Raises ``UserError`` unless there is room for so many workers of this size, for which Ray would wait.
 
-    Ray would wait for them without end.
+    On a cluster, which nodes may join (not ``is_alone``), it warns.
     """
-    if (room := workers_that_fit(cpus, gpus)) < workers:
-        raise UserError(
-            f"This machine has room for {counted(room, 'worker')} of {cpus:g} CPUs and {gpus:g} GPUs, and the stage"
-            f" needs {workers}. Lower resources.{'workers, ' * (workers > 1)}cpus_per_worker or gpus_per_worker, or"
-            " submit it to a cluster."
-        )
+    if (room := workers_that_fit(cpus, gpus)) >= workers:
+        return
+    lacking = f"room for {counted(room, 'worker')} of {cpus:g} CPUs and {gpus:g} GPUs, and the stage needs {workers}"
+    settings = f"resources.{'workers, ' * (workers > 1)}cpus_per_worker or gpus_per_worker"
+    if is_alone:
+        raise UserError(f"This machine has {lacking}. Lower {settings}, or submit it to a cluster.")
+    log.warning(
+        f"Warning: the cluster has {lacking}. It waits for nodes. If none will come, stop it and lower {settings}."
+    )
 
 
 def tokenizing_threads(cpus: float) -> dict[str, str]:

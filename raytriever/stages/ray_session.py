@@ -46,8 +46,6 @@ _OWN_ENVIRONMENT = {  # of a Ray that is started here
     "DASHBOARD_METRIC_PORT": "-1",
     # under `uv run`, Ray would start each worker by uv again; they find this one's environment without
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    # Ray's native layer warns of its own actor pools; its errors reach the user as exceptions all the same
-    "RAY_BACKEND_LOG_LEVEL": "fatal",
 }
 
 
@@ -115,6 +113,8 @@ class RaySession:
             self._join(address)
             log.info(f"Ray: joined the cluster at {address}")
         else:
+            # Ray's native layer warns of its own actor pools; its errors reach the user as exceptions all the same
+            os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
             try:
                 with _native_stderr_closed():  # else it reports that it read the line above
                     ray.init(**_local_arguments(self.cpus))

@@ -246,8 +246,8 @@ class Stage(Generic[Config]):
     def start_ray(self, session: RaySession) -> None:
         """Before anything imports Ray, which reads its environment once. Raises ``UserError`` as ``require_room``."""
         session.start()
-        if session.is_alone:
-            require_room(self.config.resources.cpus, self.config.resources.gpus_per_worker)
+        resources = self.config.resources
+        require_room(resources.cpus, resources.gpus_per_worker, is_alone=session.is_alone)
 
     def log_speed(self) -> None:
         """Logs what was ``measured`` by all workers."""

@@ -52,7 +52,11 @@ def estimate(
         given = [*(f"--set={each}" for each in overrides or []), *([f"--output={output}"] if output else [])]
         lines += [f"  {shlex.join(['raytriever', 'run', recipe, *given, '--until', unknown[-1]])}"]
     if estimating.unseen:
-        lines += ["", f"Sizes are those of {', '.join(estimating.unseen)}, because its source isn't at hand."]
+        lines += [
+            "",
+            f"Sizes are those of {', '.join(estimating.unseen)}, whatever was collected there: the source isn't at"
+            " hand. Name an --output of its own for another source.",
+        ]
     if others := [folder for folder, is_own in estimating.stored.items() if not is_own]:
         lines += [
             "",

@@ -87,7 +87,7 @@ class Estimating:
         self.stored: dict[str, bool] = {}
         """Folders with an artifact, and whether it is what the recipe makes: of other settings it says nothing."""
         self.unseen: list[str] = []
-        """Folders with a collection that counts, whatever its source was."""
+        """Those with a collection that counts, whatever it was made of, because its source is not at hand."""
         self._encoders: dict[str, EncoderCost] = {}
 
     def add(self, name: str) -> None:
@@ -122,10 +122,8 @@ class Estimating:
             return artifact.config == stage.resolved() and (
                 stage.command != "collect" or artifact.manifest["inputs"] == stage.input_fingerprints()
             )
-        except UserError:  # the source is not at hand: what is there counts, where nothing is known of the source
+        except UserError:  # the source is not at hand
             if stage.command == "collect":
-                if published_size(stage.config).documents:
-                    return False
                 self.unseen.append(stage.config.output)
             return True
 

@@ -80,8 +80,7 @@ def size_of_worker(spread: Spread) -> tuple[float, dict[str, str]]:
     """The number of CPUs of each worker, and the variables of its process. Raises ``UserError`` as ``require_room``."""
     workers, gpus = spread.resources.workers or 1, spread.resources.gpus_per_worker
     cpus = spread.resources.cpus_per_worker or cpus_of_a_worker(workers, gpus)
-    if spread.is_alone:
-        require_room(cpus, gpus, spread.fewest_workers or workers)
+    require_room(cpus, gpus, spread.fewest_workers or workers, is_alone=spread.is_alone)
     return cpus, GPU_VARIABLES | tokenizing_threads(cpus) if gpus > 0 else KEEPS_MEMORY
 
 

@@ -99,7 +99,7 @@ def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_not_stored_is_named_and_only_whole_batches_of_the_layout_are_written(tmp_path: Path) -> None:
     reader = make(str(tmp_path / "b"))
-    with pytest.raises(UserError, match=r"holds epochs 0 to 1, but epoch 2 was asked for\. Pack more"):
+    with pytest.raises(UserError, match=r"holds 2 epochs, from 0 on, but epoch 2 was asked for\. Pack more"):
         reader.read(2, 0)
     for index in (-1, 5):
         with pytest.raises(UserError, match=f"has batches 0 to 4, but {index} was asked for"):

@@ -188,6 +188,10 @@ def test_an_encoder_that_training_made_worse_is_told(
     facts = {"best": {"step": 4, "measure": measure, "value": value, "start": start}, "criteria": criteria}
     artifact = Artifact(make_artifact(tmp_path / "model", "model", {}, facts, {"x": "1"}, 1))
     lines = stage().announce(artifact)
+    for stopped, end in ((True, "after 4 steps; patience ended the run)"), (False, "(best, after 4 steps)")):
+        facts |= {"steps": 9, "first_loss": 2.0, "last_loss": 1.0, "stopped_early": stopped}
+        told: Any = SimpleNamespace(manifest={"facts": facts})
+        assert stage().summary(told).endswith(end)
     if is_worse:
         assert f"{measure} was {start:.4f} before training and is {value:.4f} at its best" in lines[-1]
         assert lines[-1].startswith(artifact.uri)

@@ -55,6 +55,9 @@ def test_chunks_are_a_collection(tmp_path: Path) -> None:
     assert made.count("queries") == made.count("judgments") == 0
     assert made.rows_of("queries").read(["id"]).num_rows == made.rows_of("judgments").read(["split"]).num_rows == 0
     assert pq.read_schema(made.path("queries/00000.parquet")).equals(QUERIES)
+    stored_columns = pq.read_metadata(made.path("documents/00000.parquet")).row_group(0)
+    coded = [column.path_in_schema for column in map(stored_columns.column, range(7)) if column.has_dictionary_page]
+    assert coded == ["title", "domain", "source_id"]
     assert made.manifest["dropped"] == {"documents without a text": 1}
     counts = made.manifest["counts"]
     assert (counts["source_documents"], counts["words"]) == (3, 28)

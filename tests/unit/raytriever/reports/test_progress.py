@@ -44,14 +44,20 @@ ONE_RATE = [(10.0 + second, 100) for second in range(41)]
     ([(16, 0)], {"read": "corpus.jsonl"}, ["  embed: reading corpus.jsonl, loss 1.5"]),
     ([(16, 5), (16, 3)], {"total": 9}, ["  embed: 5 of 9 texts, 0.3 texts/s, 12.8 s left, loss 1.5"]),
     ([(1, 5), (14, 40)], {"total": 45}, []),
+    ([(20, 10), (30, 20)], {"total": 100, "begun": 15}, [
+        "  embed: 10 of 100 texts, 2.0 texts/s, 45.0 s left, loss 1.5",
+    ]),
+    ([(20, 10)], {"total": 100, "begun": 19.5}, ["  embed: 10 of 100 texts, loss 1.5"]),
 ], ids=[
-    "now and then", "without a total", "what is not known yet", "what is read", "results at once", "short work"
+    "now and then", "without a total", "what is not known yet", "what is read", "results at once", "short work",
+    "after a start-up", "in the first second",
 ])  # fmt: skip
 def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys, steps, options, lines):
     """When ``units`` are finished at each (second, units)."""
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with ProgressLine("embed", options.get("total"), "texts", options.get("read", "")) as line:
+        now[0] = options.get("begun", 0.0)
         line.start_at(options.get("start_at", 0))
         for second, units in steps:
             now[0] = second

@@ -90,7 +90,7 @@ def test_what_ray_is_started_with_and_who_watches_it(monkeypatch, logged: list[s
     thread = SimpleNamespace(start=lambda: asked.append("watched"))
     monkeypatch.setattr(cluster.threading, "Thread", lambda **how: threads.append(how) or thread)
     monkeypatch.setattr(cluster, "_quiet_ray_data", lambda: asked.append("quiet"))
-    here = cluster._OWN_ENVIRONMENT
+    here = {**cluster._OWN_ENVIRONMENT, "RAY_BACKEND_LOG_LEVEL": "fatal"}
     for name in (*cluster._QUIET_ENVIRONMENT, *here):
         cluster.os.environ.pop(name, None)
     cluster.os.environ |= {"OMP_WAIT_POLICY": "mine"} | ({"RAY_ADDRESS": address} if address else {})

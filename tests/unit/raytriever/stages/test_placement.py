@@ -83,14 +83,23 @@ def test_a_share_without_a_node_to_share_is_said(monkeypatch: pytest.MonkeyPatch
 def test_a_cluster_that_names_no_cpus_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "cluster_resources", dict)
     assert (workers_that_fit(1, 0), workers_that_fit(0.5, 0), workers_that_fit(1, 1)) == (1, 2, 0)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 3.0})
+    assert workers_that_fit(0.5, 0.2) == 15  # 3 / 0.2 is a little less
 
 
-def test_room_for_a_worker_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_for_a_worker_is_required_where_no_node_can_come(
+    monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
-    require_room(2, 0)
+    for is_alone in (False, True):
+        require_room(2, 0, is_alone=is_alone)
+    assert not logged
     for cpus, gpus in ((3, 0), (1, 1)):
-        with pytest.raises(UserError, match=rf"room for 0 workers of {cpus} CPUs and {gpus} GPUs, .* needs 1\. Lower"):
-            require_room(cpus, gpus)
+        lacking = f"room for 0 workers of {cpus} CPUs and {gpus} GPUs, and the stage needs 1."
+        with pytest.raises(UserError, match=rf"This machine has {lacking} Lower"):
+            require_room(cpus, gpus, is_alone=True)
+        require_room(cpus, gpus, is_alone=False)
+        assert f"the cluster has {lacking} It waits for nodes." in logged[-1]
 
 
 def test_a_worker_computes_here_on_at_least_one_thread() -> None:

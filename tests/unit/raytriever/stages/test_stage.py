@@ -347,10 +347,11 @@ def test_a_stage_is_as_long_as_its_inputs_take_to_read(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("here", [True, False])
 def test_rows_are_counted_and_the_speed_is_said_once(tmp_path: Path, monkeypatch, here: bool) -> None:
-    happened: list[Any] = []
+    happened, required = list[Any](), list[Any]()
     stage = Squares(config_in(tmp_path))
     monkeypatch.setattr(Squares, "log_speed", lambda _: happened.append("speed"))
     monkeypatch.setattr(RaySession, "start", lambda _: happened.append("start"))
+    monkeypatch.setattr(stages, "require_room", lambda *those, is_alone: required.append((*those, is_alone)))
     monkeypatch.setattr(stages, "map_shards", lambda *those: happened.append(those) or [ShardRecord("a", 7, ())])
     progress: Any = SimpleNamespace(advance=happened.append)
     shards = stage.plan()
@@ -359,9 +360,8 @@ def test_rows_are_counted_and_the_speed_is_said_once(tmp_path: Path, monkeypatch
     )
     assert happened == [*([1, 1, 1] if here else ["start", (stage, shards), 7]), "speed"]
     monkeypatch.setattr(RaySession, "is_alone", True)
-    monkeypatch.setattr(stages, "require_room", lambda *those: happened.append(those))
     list(stage.execute(shards, RaySession(shards_here=here), progress))
-    assert happened.count((1, 0)) == (not here)
+    assert required == ([] if here else [(1, 0, False), (1, 0, True)])
 
 
 def test_phases_follow_one_another_but_for_those_beside_the_one_before() -> None:
