@@ -9,6 +9,7 @@ in the claim's verdict. Every finished trial is a file: a run that was interrupt
 
 import argparse
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,8 +241,8 @@ def trials(claim: Claim, ways: list[str], seeds: int, arguments: argparse.Namesp
 
 
 def best_on_dev(found: Mapping[str, Mapping[str, Any]], named: str) -> str:
-    """Of the ways whose names begin so, the one with the highest mean on dev queries."""
-    ways = [way for way in found if way.startswith(named)]
+    """Of the way of that name, and those whose names go on behind a space or a comma, the best on dev queries."""
+    ways = [way for way in found if re.match(rf"{re.escape(named)}($|[ ,])", way)]
     return max(ways, key=lambda way: float(np.mean(found[way]["dev"])))
 
 

@@ -66,7 +66,7 @@ class Mine(Stage[MineConfig]):
 
     command = "mine"
     kind = CANDIDATES
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = MineConfig
     unit = "queries"
     results = ("audit.json",)
@@ -182,7 +182,9 @@ class Mine(Stage[MineConfig]):
         writer.add(name)
         audit = block_audit(rules, queries, rule_of, chosen, self.config.number, inputs.describe)
         writer.add_json(_audit(writer.name), audit)
-        dropped = {name: group["candidates"] for name, group in audit["rules"].items()}
+        dropped = {rule: group["candidates"] for rule, group in audit["rules"].items()}
+        if self.config.form == "labelled_lists":
+            del dropped["positive"]  # they are in the lists
         return writer.commit(len(queries.query_ids), counts={"candidates": len(lists.rows)}, dropped=dropped)
 
     def _merge_audits(self, _: None, writer: ShardWriter) -> ShardRecord:

@@ -75,10 +75,11 @@ def batches_section(
     rows = [] if packing is None else _packing_rows(packing)
     if batches is not None:
         counts = batches.artifact.manifest["counts"]
+        what = "queries" if batches.layout == "candidates" else batches.layout
         rows += [
             ["epochs of stored batches", f"{batches.epochs:,}"],
             ["stored batches", f"{counts['batches']:,}"],
-            [f"{batches.layout} of a stored batch", f"{batches.batch_size:,}"],
+            [f"{what} of a stored batch", f"{batches.batch_size:,}"],
             *([name, f"{counts[name]:,}"] for name in FILLED if counts.get(name)),
         ]
     blocks: list[Block] = [Table(["quantity", "count"], rows)]

@@ -41,6 +41,7 @@ TEMPORARY_PREFIX = ".tmp-"
 _LONGEST_NAME = 255  # bytes
 _COPY_BYTES = 8 << 20
 _MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EFBIG}
+_SHORT_WRITE = re.compile(r"requested and \d+ written")
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 _UMASK = os.umask(0o077)  # which can be asked for by setting it alone
@@ -324,9 +325,9 @@ def _named_if_full(folder: Path, variable: str) -> Iterator[None]:
     except Exception as error:
         named = Path(str(getattr(error, "filename", None) or folder))
         is_there = named.is_relative_to(folder) or folder.is_relative_to(named)
-        if not is_there or not any(os.strerror(number) in str(error) for number in _DISK_ERRORS):
+        problem = _problem(error)
+        if not is_there or not any(os.strerror(number) in problem for number in _DISK_ERRORS):
             raise
-        problem = getattr(error, "strerror", None) or error
         raise storage_error(
             str(folder),
             f"{problem}. That is this machine's own disk; set {variable} in the environment to another folder",
@@ -352,7 +353,14 @@ def storage_errors(output: str) -> Iterator[None]:
         if not _is_of_storage(error):
             raise
         where = getattr(error, "filename", None) or output
-        raise storage_error(where, getattr(error, "strerror", None) or error) from error
+        raise storage_error(where, _problem(error)) from error
+
+
+def _problem(error: Exception) -> str:
+    """In words; of a short write, NumPy says only how much was written."""
+    if _SHORT_WRITE.search(str(error)):
+        return f"{os.strerror(errno.ENOSPC)} ({error})"
+    return str(getattr(error, "strerror", None) or error)
 
 
 def _is_of_storage(error: Exception) -> bool:

@@ -14,6 +14,8 @@ from raytriever.artifacts.artifact import Artifact
 from raytriever.reports.progress import format_seconds
 from raytriever.reports.table import Table, html_text
 
+TEST_SPLIT = "Measured on the test split. Report the final figure of the setting that you choose on other queries."
+
 
 @dataclass(frozen=True)
 class Plot:

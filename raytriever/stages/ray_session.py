@@ -140,6 +140,11 @@ class RaySession:
         import ray
         from ray.exceptions import AuthenticationError
 
+        if address.startswith("http"):
+            raise UserError(
+                f"RAY_ADDRESS={address} is the address of a dashboard. Give it to `raytriever submit` (--address, or"
+                " RAY_API_SERVER_ADDRESS); other commands join a cluster at HOST:6379."
+            )
         try:
             ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
         except AuthenticationError as error:

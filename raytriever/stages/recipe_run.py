@@ -1,6 +1,7 @@
 """Running stages: one, or those of a recipe, checked before the first of them begins."""
 
 import dataclasses
+import os
 import platform
 import resource
 import socket
@@ -15,13 +16,15 @@ from raytriever.artifacts.writer import ArtifactWriter, locked
 from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.jobs import stage_class
-from raytriever.reports.log import log, log_fields
+from raytriever.reports.log import SUBMITTED, log, log_fields
 from raytriever.reports.progress import ProgressLine, format_seconds
 from raytriever.settings.configuration import input_paths, map_inputs, validate
 from raytriever.settings.recipe import Recipe
 from raytriever.stages.metrics import StageMetrics, stage_labels
 from raytriever.stages.ray_session import RaySession, check_output
 from raytriever.stages.stage import Stage, Stages, made_by
+
+_OF_NODES = "This command was submitted, so it sees files of the nodes, not of the machine that submitted it."
 
 
 def recipe_stages(recipe: Recipe) -> dict[str, Stage[Any]]:
@@ -61,7 +64,12 @@ def check_before_run(stages: Stages, names: Iterable[str]) -> set[str]:
                         finished.add(name)
                         continue
             stages[name].check_settings(stages)
-            stages[name].check_inputs({key for key, maker in makers.items() if maker is None})
+            try:
+                stages[name].check_inputs({key for key, maker in makers.items() if maker is None})
+            except UserError as error:
+                if SUBMITTED in os.environ:
+                    error.args = (f"{error} {_OF_NODES}",)
+                raise
     return finished
 
 

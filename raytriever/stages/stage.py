@@ -359,8 +359,14 @@ class _ShardMaker:
             with _ONE_THREAD:
                 self._load()
             row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
-        except UserError as error:
-            row |= {"error_type": type(error).__name__, "error": str(error), "trace": traceback.format_exc()}
+        except (UserError, FileNotFoundError) as error:
+            is_cluster = ray.is_initialized() and len(ray.nodes()) > 1
+            if not is_cluster and not isinstance(error, UserError):
+                raise
+            said = f"{error} (on node {ray.util.get_node_ip_address()})" if is_cluster else str(error)
+            if not isinstance(error, UserError):
+                said += ". Do all nodes share the folder? `raytriever doctor --storage` with it says which don't."
+            row |= {"error_type": type(error).__name__, "error": said, "trace": traceback.format_exc()}
         with _ONE_THREAD:  # other threads' records too; they name their shard
             logged = [vars(self._logged.popleft()) for _ in range(len(self._logged))]
             measured = self._stage.measured.copy()

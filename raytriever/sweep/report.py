@@ -9,13 +9,12 @@ from raytriever.artifacts.artifact import to_strict_json
 from raytriever.artifacts.storage import Folder
 from raytriever.reports.plots import SettingPanel, setting_panels
 from raytriever.reports.progress import format_seconds
-from raytriever.reports.report import Block, Details, Plot, Section, render
+from raytriever.reports.report import TEST_SPLIT, Block, Details, Plot, Section, render
 from raytriever.reports.table import Cell, Table, counted
 from raytriever.sweep.plan import short_keys
 from raytriever.sweep.results import Spread, SweepResult
 
 SWEEP_JSON, SWEEP_HTML = "sweep.json", "sweep.html"
-_TEST_SPLIT = "Measured on the test split. Report the final figure of the setting that you choose on other queries."
 
 
 def sweep_lines(swept: SweepResult) -> list[str]:
@@ -27,7 +26,7 @@ def sweep_lines(swept: SweepResult) -> list[str]:
     notes += ["mean ± standard deviation over the seeds"] * bool(swept.seed_key)
     lines += ["", "; ".join(notes)]
     lines += [f"{result.name} failed: {result.failure}" for result in swept.failed]
-    return [*lines, *([_TEST_SPLIT] if _chooses_on_test(swept) else [])]
+    return [*lines, *([TEST_SPLIT] if _chooses_on_test(swept) else [])]
 
 
 def _chooses_on_test(swept: SweepResult) -> bool:
@@ -99,7 +98,7 @@ def sweep_section(swept: SweepResult) -> Section:
     caption = f"Measures of {swept.systems()}; the highest is bold.{over_seeds} {times}"
     blocks: list[Block] = [*_plots(swept), _table(swept, caption)]
     if _chooses_on_test(swept):
-        blocks.append(_TEST_SPLIT)
+        blocks.append(TEST_SPLIT)
     blocks += [f"{result.name} failed: {result.failure}" for result in swept.failed]
     settings = "\n".join(f"{key}: {value}" for key, value in swept.settings.items())
     return Section("Result", _counts(swept), [*blocks, Details("What was asked for", settings)])

@@ -29,6 +29,7 @@ from pipelines.jobs.pack import PACKING
 from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
+from raytriever.reports.report import TEST_SPLIT
 from raytriever.reports.table import Table, counted
 from raytriever.settings.configuration import InputPath, Level, NamedInputs
 from raytriever.settings.recipe import load_recipe
@@ -40,7 +41,7 @@ from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.judging import collection_judgments
 from retrieval.evaluation.measures import PerQuery, evaluate, parse_measure
 from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks
-from retrieval.evaluation.significance import comparable_pairs, compare_systems
+from retrieval.evaluation.significance import comparable_pairs, compare_systems, holm
 from retrieval.evaluation.stored import (
     EVALUATION,
     StoredEvaluation,
@@ -263,7 +264,7 @@ class Probe(Stage[ProbeConfig]):
         p_values = {frozenset((found["a"], found["b"])): found["holm"]["t_test"] for found in comparisons}
         chosen, level = recommend(ways, config.packings or config.batches, p_values, config.significance_level)
         metrics = how | metrics_of(systems, measures)
-        compare_with_first(ways, next(iter(config.batches)), p_values)
+        compare_with_first(ways, next(iter(config.batches)), comparisons)
         write_evaluation(writer, metrics, systems, comparisons)
         writer.add_json(TRIALS, {"ways": ways, "recommended": chosen, "level": level})
         writer.add_bytes(RECOMMENDED, self._fragment(chosen).encode())
@@ -296,7 +297,8 @@ class Probe(Stage[ProbeConfig]):
         beside = f" (not significantly better than: {'; '.join(found['level'])})" if found["level"] else ""
         queries = len(next(iter(stored.values().values())).query_ids)
         verdicts = verdict_lines(found["ways"], self.config.measure, queries, level)
-        return ["", *block_lines(blocks), "", *verdicts, f"recommended: {found['recommended']}{beside}", ""]
+        chosen = f"recommended: {found['recommended']}{beside}"
+        return ["", *block_lines(blocks), "", *verdicts, chosen, *[TEST_SPLIT] * (self.config.split == "test"), ""]
 
 
 def depth_of(measure: str) -> int:
@@ -322,23 +324,25 @@ def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def compare_with_first(ways: Mapping[str, Any], first: str, p_values: Mapping[frozenset[str], float]) -> None:
+def compare_with_first(ways: Mapping[str, Any], first: str, comparisons: Sequence[Mapping[str, Any]]) -> None:
     """Compares every other way with the ``first`` way of batches: differences over seeds and over queries.
 
     ``mean``, ``low``, ``high``: of the differences between encoders of one seed, with a 95 % interval of Student's t.
-    ``p``: of the t-test over queries, Holm-corrected.
+    ``p``: of the t-test over queries, Holm-corrected over these comparisons; ``comparisons`` are of all pairs.
     """
     from scipy.special import stdtrit
 
+    told = [found for found in comparisons if found["a"] == first]
+    corrected = holm(np.array([found["details"]["t_test"]["p_value"] for found in told]))
+    p_values = dict(zip((found["b"] for found in told), corrected.tolist(), strict=True))
     for name, way in ways.items():
         if name in (UNTRAINED, first):
             continue
         differences = np.subtract(way["of_seeds"], ways[first]["of_seeds"])
         mean, count = float(differences.mean()), len(differences)
         reach = float(stdtrit(count - 1, 0.975) * differences.std(ddof=1)) / count**0.5  # 0 where seeds agree
-        p = p_values.get(frozenset((name, first)), 1.0)
         found = {"mean": mean, "low": mean - reach, "high": mean + reach}
-        way["over"] = {"way": first, **found, "seeds": count, "p": float(p)}
+        way["over"] = {"way": first, **found, "seeds": count, "p": p_values.get(name, 1.0)}
 
 
 def verdict_lines(ways: Mapping[str, Any], measure: str, queries: int, level: float) -> list[str]:

@@ -180,7 +180,7 @@ def test_batches_of_candidate_lists_are_counted(tmp_path: Path) -> None:
         Lists(ListsConfig(candidates=candidates, collection=stored, batch_size=2, order="random", output=output))
     )
     section = drawn.batches_section(None, None, None, BatchReader(batches), 1000, 0)
-    assert dict(tables(section)[0].rows)["candidates of a stored batch"] == "2"
+    assert dict(tables(section)[0].rows)["queries of a stored batch"] == "2"
 
 
 def vectors_of(run: dict[str, str], part: Any, ids: list[str]) -> np.ndarray:

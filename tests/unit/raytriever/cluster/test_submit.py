@@ -173,11 +173,13 @@ def job(status: str, code: int | None = None, **values: Any) -> JobDetails:
     ("FAILED", 1, 1),
     ("FAILED", 2, 2),
     ("FAILED", -9, 137),
+    ("FAILED", 137, 137),  # of a shell
     ("FAILED", None, 1),
     ("STOPPED", -15, 130),
 ])  # fmt: skip
-def test_the_exit_code_is_the_jobs(status: str, of_driver: int | None, code: int) -> None:
+def test_the_exit_code_is_the_jobs(status: str, of_driver: int | None, code: int, logged: list[str]) -> None:
     assert submit._closed(job(status, of_driver)) == code
+    assert ("memory ran out on the head; submit the same command again" in logged[-1]) == (code == 137)
 
 
 @pytest.mark.parametrize(("ended", "seconds"), [(1000 + 9 * 3_600_000, " in 9 h"), (None, "")])

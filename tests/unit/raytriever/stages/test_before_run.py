@@ -14,8 +14,9 @@ from pydantic import Field
 from raytriever.artifacts.artifact import Artifact, to_json
 from raytriever.artifacts.writer import ArtifactWriter, Lock
 from raytriever.errors import UserError
+from raytriever.reports.log import SUBMITTED
 from raytriever.settings.configuration import Input
-from raytriever.stages.recipe_run import closing_lines, run_recipe
+from raytriever.stages.recipe_run import check_before_run, closing_lines, run_recipe
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.search import Search, SearchConfig
@@ -121,6 +122,20 @@ def test_what_a_later_stage_refuses_ends_the_run_at_once(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match="no good"):
         run_recipe(stages, "abc", "letters", str(tmp_path))
     assert ("b", "made") not in Watching.happened
+
+
+@pytest.mark.parametrize("submitted", [False, True])
+def test_a_submitted_command_says_whose_files_it_sees(tmp_path: Path, monkeypatch, submitted: bool) -> None:
+    def refuse(*_: object) -> None:
+        raise UserError("no such folder.")
+
+    monkeypatch.setattr(Watching, "check_inputs", refuse)
+    if submitted:
+        monkeypatch.setenv(SUBMITTED, "1")
+    with pytest.raises(UserError) as raised:
+        check_before_run(watching(tmp_path, "a"), "a")
+    of_nodes = " This command was submitted, so it sees files of the nodes, not of the machine that submitted it."
+    assert str(raised.value) == f"a: no such folder.{of_nodes * submitted}"
 
 
 def test_an_output_below_a_file_is_refused_before_the_first_stage(tmp_path: Path) -> None:

@@ -51,6 +51,14 @@ def test_a_cluster_that_does_not_let_us_in_is_named(monkeypatch, error: Exceptio
     assert "docs.ray.io" not in str(raised.value)
 
 
+def test_a_dashboard_is_no_cluster_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", None)
+    cluster.os.environ["RAY_ADDRESS"] = "http://head:8265"
+    with pytest.raises(UserError, match=r"http://head:8265 is the address of a dashboard.*raytriever submit"):
+        RaySession().start()
+
+
 def test_a_session_starts_no_ray_where_none_is_needed_or_someone_elses_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", None)
     monkeypatch.setattr(ray, "shutdown", None)  # nor does it end one

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import cloudpickle
 import numpy as np
 import pytest
+import ray
 import threadpoolctl
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
@@ -288,6 +289,25 @@ def test_threads_of_a_worker_load_once_and_each_line_and_number_arrives_once(
     del maker  # with whom its taking of the log ends
     log.info("here again")
     assert logged == ["here again"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_what_one_node_of_a_cluster_lacks_names_the_node(stage: Numbers, monkeypatch, nodes: int) -> None:
+    def lacks(*_: object) -> ShardRecord:
+        raise FileNotFoundError("no such file: runs/x")
+
+    monkeypatch.setattr(stages, "_use_assigned_cpus", lambda **_: None)
+    monkeypatch.setattr(Numbers, "make", lacks)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: [{}] * nodes)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.7")
+    batch = {"shard": np.array([cloudpickle.dumps(Shard("a", make="write"))], dtype=object)}
+    if nodes == 1:
+        with pytest.raises(FileNotFoundError):
+            stages._ShardMaker(stage)(batch)
+        return
+    (said,) = stages._ShardMaker(stage)(batch)["error"]
+    assert said.startswith("no such file: runs/x (on node 10.0.0.7). Do all nodes share the folder? `raytriever doctor")
 
 
 class Squares(Stage[NumbersConfig]):

@@ -63,8 +63,8 @@ def output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_means_are_those_of_trec_eval(output: Path) -> None:
     qrels = collection_judgments(str(output / "corpus"), "test", ["AP"]).qrels
     means = Artifact(str(output / "evaluation")).read_json("metrics.json")["means"]
-    names = {"nDCG@10": "ndcg_cut_10", "AP": "map", "R@100": "recall_100"}
-    judge = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "map", "recall.100"})
+    names = {"nDCG@10": "ndcg_cut_10", "AP@100": "map_cut_100", "R@100": "recall_100"}
+    judge = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "map_cut.100", "recall.100"})
     for system, folder in RUNS.items():
         run = read_ranking_file(StoredRanking(str(output / folder)).path("run.trec"))
         values = judge.evaluate(run)

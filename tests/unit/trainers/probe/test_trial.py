@@ -81,16 +81,19 @@ def test_a_verdict_says_no_more_than_its_interval() -> None:
         "wrong": {"of_seeds": [0.28, 0.281, 0.279]},
         "same": {"of_seeds": [0.30, 0.30, 0.30]},
     }
-    p_values = {"hard": 0.004, "harder": 0.004, "wrong": 0.001, "chance": 0.2}
+    p_values = {"hard": 0.001, "harder": 0.002, "wrong": 0.00025, "chance": 0.1}  # times 3, 2, 4 and 1
     ways["chance"] = ways["harder"].copy()
-    found = {frozenset(("random", name)): p for name, p in p_values.items()}
-    compare_with_first(ways, "random", found)
+    found = [("random", name, p) for name, p in p_values.items()] + [
+        ("before training", "random", 0.9),
+        ("hard", "same", 0.9),
+    ]
+    compare_with_first(ways, "random", [{"a": a, "b": b, "details": {"t_test": {"p_value": p}}} for a, b, p in found])
     assert "over" not in ways["random"]
-    assert ways["hard"]["over"]["p"] == 0.004
+    assert ways["hard"]["over"]["p"] == 0.003
     np.testing.assert_allclose([ways["hard"]["over"][key] for key in ("low", "high")], [-0.00484, 0.04484], atol=1e-5)
     assert verdict_lines(ways, "nDCG@10", 1234, 0.05) == [
         "hard: no difference from random is shown: nDCG@10 +0.0200 [-0.0048, +0.0448], 95 % interval over 3 seeds;"
-        " p = 0.004 over 1,234 queries",
+        " p = 0.003 over 1,234 queries",
         "harder: better than random: nDCG@10 +0.0110 [+0.0085, +0.0135], 95 % interval over 3 seeds;"
         " p = 0.004 over 1,234 queries",
         "wrong: worse than random: nDCG@10 -0.0200 [-0.0225, -0.0175], 95 % interval over 3 seeds;"
@@ -98,5 +101,5 @@ def test_a_verdict_says_no_more_than_its_interval() -> None:
         "same: no difference from random is shown: nDCG@10 +0.0000 [+0.0000, +0.0000], 95 % interval over 3 seeds;"
         " p = 1 over 1,234 queries",
         "chance: no difference from random is shown: nDCG@10 +0.0110 [+0.0085, +0.0135], 95 % interval over 3 seeds;"
-        " p = 0.2 over 1,234 queries",
+        " p = 0.1 over 1,234 queries",
     ]
