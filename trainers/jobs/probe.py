@@ -359,7 +359,7 @@ def verdict_lines(ways: Mapping[str, Any], measure: str, queries: int, level: fl
                 said = f"{'better' if over['low'] > 0 else 'worse'} than {over['way']}"
             lines.append(
                 f"{name}: {said}: {measure} {_difference(over)}, 95 % interval over {over['seeds']} seeds;"
-                f" p = {over['p']:.1g} over {queries:,} queries"
+                f" p = {over['p']:.2g} over {queries:,} queries"
             )
     return lines
 
