@@ -17,7 +17,7 @@ FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob(
 WITH_RAY = ("raytriever/stages", "raytriever/cluster")
 VAGUE_NAMES = {"utils", "util", "common", "core", "helpers", "misc"}
 LINES_OF_A_FILE = 500
-MOST_TOKENS, MOST_FILES = 311_000, 226
+MOST_TOKENS, MOST_FILES = 310_500, 226
 LINES_OF_A_FUNCTION = 60
 
 USERS = sorted((ROOT / "benchmarks").rglob("*.py"))
