@@ -37,7 +37,7 @@ _POWER, _CONFIDENCE = 0.9, 0.95
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says of two ways, each the best on dev queries of those ``ways`` whose names begin so.
+    """A claim of two ways, each the best on dev queries of those ``ways`` that ``best_on_dev`` takes for it.
 
     ``ways`` and ``settings``: of a training run, where names of stages stand for their folders. ``tested``: the stages
     with the collections whose test queries are asked, each with its verdict; dev queries are those of ``corpus``.

@@ -41,7 +41,7 @@ TREC_COLUMNS = "query Q0 document rank score tag"
 # what str.split splits at, or nothing at all, as Arrow's regular expressions have it
 _LINES_AT_ONCE = 1 << 20
 _QUERIES_AT_ONCE = 1024  # whose results are Python's numbers
-_LARGEST = float(np.finfo(np.float32).max)
+_BEYOND = (2 - 2.0**-24) * 2.0**127  # the smallest number that float32 has as infinite
 _NO_NAME = "^$|[" + "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(code).isspace()) + "]"
 
 
@@ -88,7 +88,7 @@ def read_ranking_file(path: str | Path) -> dict[str, dict[str, float]]:
 
     Files have TREC's format, or with 3 columns MS MARCO's, ``query document rank``. The latter has no scores, so a
     score is minus the rank. Raises ``UserError``, naming file and line, for another number of columns, a score that is
-    no number, a rank that is no positive integer, and a document twice in a query.
+    no number of float32, a rank that is no positive integer, and a document twice in a query.
     """
     columns, value, parse, needed = TREC_COLUMNS, "score", _score, "number of float32"
     if next((len(line.split()) for line in _lines(path) if line.strip()), 0) == 3:
@@ -151,7 +151,7 @@ def _lines(path: str | Path) -> Iterator[bytes]:
 
 def _score(text: bytes) -> float:
     score = float(text)
-    if score != score or (abs(score) > _LARGEST and math.isfinite(score)):
+    if score != score or (abs(score) >= _BEYOND and math.isfinite(score)):
         raise ValueError(
             "NaN has no place in an order, and larger numbers are infinite, so equal, where scores compare"
         )

@@ -359,7 +359,7 @@ def storage_errors(output: str) -> Iterator[None]:
 def _problem(error: Exception) -> str:
     """In words; of a short write, NumPy says only how much was written."""
     if _SHORT_WRITE.search(str(error)):
-        return f"{os.strerror(errno.ENOSPC)} ({error})"
+        return f"{os.strerror(errno.ENOSPC)}, or a limit is reached ({error})"
     return str(getattr(error, "strerror", None) or error)
 
 

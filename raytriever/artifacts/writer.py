@@ -40,7 +40,6 @@ class Lock:
 
     run: str  # drawn at random
     host: str
-    namespace: str  # of process numbers: containers may share the name of a host
     process: int
     started: str  # the process, in the system's ticks; another one may have its number by now
     since: str  # for people
@@ -51,26 +50,13 @@ class Lock:
         return cls(
             run=secrets.token_hex(8),
             host=socket.gethostname(),
-            namespace=_namespace(),
             process=os.getpid(),
             started=_started(os.getpid()),
             since=time.strftime("%Y-%m-%d %H:%M:%S %z"),
         )
 
-    @property
-    def is_here(self) -> bool:
-        """Whether its process is among those that this one can see."""
-        return (self.host, self.namespace) == (socket.gethostname(), _namespace())
-
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
-
-
-def _namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
 
 
 def _started(process: int) -> str:
@@ -127,8 +113,9 @@ def _other_locks(folder: Folder, own: str, force: bool) -> dict[str, Lock]:
         except (ValueError, TypeError):
             folder.delete(name)  # a lock is whole or absent, so this is none
             continue
+        is_here = lock.host == socket.gethostname()
         ended = lock.process == os.getpid() or not lock.started or _started(lock.process) != lock.started
-        if ended if lock.is_here else force:
+        if ended if is_here else force:
             folder.delete(name)
         else:
             found[name] = lock
@@ -136,7 +123,7 @@ def _other_locks(folder: Folder, own: str, force: bool) -> dict[str, Lock]:
 
 
 def _refusal(folder: Folder, name: str, lock: Lock) -> str:
-    if lock.is_here:
+    if lock.host == socket.gethostname():
         return f"{folder.uri} is being made already, by {lock}. Wait for it, stop it, or choose another output."
     return (
         f"{folder.uri} is being made by {lock}, as far as this machine knows. Wait for it, or choose another output. If"

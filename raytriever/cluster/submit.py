@@ -266,9 +266,8 @@ def _closed(job: Any) -> int:
         reason = (job.message or "").strip() or "Ray does not say why"
         log.info(f"{name}: ended without an exit code{seconds}: {reason}. Submit the same command again to resume")
         return 1
-    killed = not 0 <= code <= 128
     resume = ": killed, perhaps because memory ran out on the head; submit the same command again to resume"
-    log.info(f"{name}: failed with exit code {code}{seconds}{resume * killed}")
+    log.info(f"{name}: failed with exit code {code}{seconds}{resume * (code in (-9, 137))}")
     return int(code) if code > 0 else 128 - int(code)  # a negative one is a signal's number
 
 

@@ -26,13 +26,7 @@ class NodeRoom(NamedTuple):
 
 def cpus_of_a_worker(workers: int, gpus_per_worker: float) -> int:
     """The even share. Logs a line if the nodes of the workers have not joined yet."""
-    import ray
-
-    nodes = [
-        NodeRoom(int(node["Resources"].get("CPU", 0)), node["Resources"].get("GPU", 0))
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    nodes = _nodes()
     if not any(node.workers(1, gpus_per_worker) for node in nodes):
         kind = "GPUs" if gpus_per_worker > 0 else "CPUs"
         log.info(
@@ -57,17 +51,24 @@ def even_share(nodes: Sequence[NodeRoom], workers: int, gpus_per_worker: float =
 
 
 def workers_that_fit(cpus: float, gpus: float) -> int:
-    """Number of workers of this size that the cluster has room for."""
+    """Number of workers of this size that the cluster has room for, each on one node."""
+    return sum(node.workers(cpus, gpus) for node in _nodes())
+
+
+def _nodes() -> list[NodeRoom]:
     import ray
 
-    available = ray.cluster_resources()
-    return NodeRoom(available.get("CPU", 1), available.get("GPU", 0)).workers(cpus, gpus)
+    return [
+        NodeRoom(int(node["Resources"].get("CPU", 0)), node["Resources"].get("GPU", 0))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 def require_room(cpus: float, gpus: float, workers: int = 1, *, is_alone: bool) -> None:
     """Raises ``UserError`` unless there is room for so many workers of this size, for which Ray would wait.
 
-    On a cluster, which nodes may join (not ``is_alone``), it warns.
+    On a cluster, which nodes may join (not ``is_alone``), the log says that it waits.
     """
     if (room := workers_that_fit(cpus, gpus)) >= workers:
         return
@@ -75,9 +76,7 @@ def require_room(cpus: float, gpus: float, workers: int = 1, *, is_alone: bool) 
     settings = f"resources.{'workers, ' * (workers > 1)}cpus_per_worker or gpus_per_worker"
     if is_alone:
         raise UserError(f"This machine has {lacking}. Lower {settings}, or submit it to a cluster.")
-    log.warning(
-        f"Warning: the cluster has {lacking}. It waits for nodes. If none will come, stop it and lower {settings}."
-    )
+    log.info(f"  the cluster has {lacking}: it waits for nodes. If none will come, stop it and lower {settings}.")
 
 
 def tokenizing_threads(cpus: float) -> dict[str, str]:

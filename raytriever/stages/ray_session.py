@@ -140,7 +140,7 @@ class RaySession:
         import ray
         from ray.exceptions import AuthenticationError
 
-        if address.startswith("http"):
+        if address.startswith(("http://", "https://")):
             raise UserError(
                 f"RAY_ADDRESS={address} is the address of a dashboard. Give it to `raytriever submit` (--address, or"
                 " RAY_API_SERVER_ADDRESS); other commands join a cluster at HOST:6379."

@@ -67,7 +67,7 @@ def check_before_run(stages: Stages, names: Iterable[str]) -> set[str]:
             try:
                 stages[name].check_inputs({key for key, maker in makers.items() if maker is None})
             except UserError as error:
-                if SUBMITTED in os.environ:
+                if SUBMITTED in os.environ and "://" not in str(error):
                     error.args = (f"{error} {_OF_NODES}",)
                 raise
     return finished

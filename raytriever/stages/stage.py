@@ -360,10 +360,10 @@ class _ShardMaker:
                 self._load()
             row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
         except (UserError, FileNotFoundError) as error:
-            is_cluster = ray.is_initialized() and len(ray.nodes()) > 1
+            is_cluster = ray.is_initialized() and sum(node["Alive"] for node in ray.nodes()) > 1
             if not is_cluster and not isinstance(error, UserError):
                 raise
-            said = f"{error} (on node {ray.util.get_node_ip_address()})" if is_cluster else str(error)
+            said = f"On node {ray.util.get_node_ip_address()}: {error}" if is_cluster else str(error)
             if not isinstance(error, UserError):
                 said += ". Do all nodes share the folder? `raytriever doctor --storage` with it says which don't."
             row |= {"error_type": type(error).__name__, "error": said, "trace": traceback.format_exc()}

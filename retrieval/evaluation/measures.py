@@ -119,10 +119,6 @@ def evaluate(
     positive = {query for query in judged if max(qrels[query].values()) > 0}
     if not positive:
         raise UserError(f"The qrels have {len(qrels)} queries and no judgment above 0: there is nothing to measure.")
-    highest = max(max(qrels[query].values()) for query in positive)
-    for level, name in ((parse_measure(name).level or 1, name) for name in measures):
-        if level > highest:
-            raise UserError(f"{name} counts grades from {level} on, but the highest of the qrels is {highest}.")
     query_ids = sorted(judged if conventions.queries_without_positives == "count_as_zero" else positive)
     if not ranking:
         raise UserError("The ranking is empty: it has no query.")

@@ -236,7 +236,7 @@ def notes(metrics: Metrics) -> list[str]:
         what = "counted 0" if conventions["queries_without_positives"] == "count_as_zero" else "left out"
         found.append(f"{counted(count, 'query', 'queries')} without a relevant document: {what}.")
     parsed = [parse_measure(name) for name in metrics["measures"]]
-    deepest = max(measure.cutoff or max(metrics["depth"].values()) for measure in parsed)  # AP looks at all
+    deepest = max(measure.cutoff or 0 for measure in parsed)
     for name in metrics["means"]:
         if count := metrics["missing_queries"][name]:
             what = "counted 0" if conventions["missing_queries"] == "count_as_zero" else "left out of its means"

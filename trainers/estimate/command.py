@@ -60,8 +60,8 @@ def estimate(
     if others := [folder for folder, is_own in estimating.stored.items() if not is_own]:
         lines += [
             "",
-            f"Not counted, because other settings or inputs made them: {', '.join(others)}. Name an --output"
-            " of its own where these are to stay.",
+            f"Not counted, because other settings or inputs made them, as far as is known here: {', '.join(others)}."
+            " Name an --output of its own where these are to stay.",
         ]
     echo("\n".join(lines))
 

@@ -124,6 +124,8 @@ class Estimating:
             )
         except UserError:  # the source is not at hand
             if stage.command == "collect":
+                if published_size(stage.config).documents:
+                    return False
                 self.unseen.append(stage.config.output)
             return True
 

@@ -119,7 +119,7 @@ class Probe(Stage[ProbeConfig]):
 
     command = "probe"
     kind = EVALUATION
-    algorithm_version = 6
+    algorithm_version = 7
     config_class = ProbeConfig
     unit = "pairs"
     keeps_state = True
@@ -262,9 +262,10 @@ class Probe(Stage[ProbeConfig]):
         comparisons = compare_systems(systems, measures, 0, 0.01, comparable_pairs(systems, measures))
         how = how_it_was_measured(f"split '{config.split}'", "trec", CONVENTIONS["trec"], {})
         p_values = {frozenset((found["a"], found["b"])): found["holm"]["t_test"] for found in comparisons}
+        compare_with_first(ways, first := next(iter(config.batches)), comparisons)
+        p_values |= {frozenset((first, name)): way["over"]["p"] for name, way in ways.items() if "over" in way}
         chosen, level = recommend(ways, config.packings or config.batches, p_values, config.significance_level)
         metrics = how | metrics_of(systems, measures)
-        compare_with_first(ways, next(iter(config.batches)), comparisons)
         write_evaluation(writer, metrics, systems, comparisons)
         writer.add_json(TRIALS, {"ways": ways, "recommended": chosen, "level": level})
         writer.add_bytes(RECOMMENDED, self._fragment(chosen).encode())
@@ -298,7 +299,8 @@ class Probe(Stage[ProbeConfig]):
         queries = len(next(iter(stored.values().values())).query_ids)
         verdicts = verdict_lines(found["ways"], self.config.measure, queries, level)
         chosen = f"recommended: {found['recommended']}{beside}"
-        return ["", *block_lines(blocks), "", *verdicts, chosen, *[TEST_SPLIT] * (self.config.split == "test"), ""]
+        is_choice = self.config.split == "test" and len(self.config.batches) > 2
+        return ["", *block_lines(blocks), "", *verdicts, chosen, *[TEST_SPLIT] * is_choice, ""]
 
 
 def depth_of(measure: str) -> int:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
 from retrieval.indexes.top_k import Ranking
-from retrieval.rankings import RankingFile, Tag, read_ranking_file, require_names, write_trec
+from retrieval.rankings import RankingFile, Tag, ranking_by_ids, read_ranking_file, require_names, write_trec
 from tests.unit.retrieval.judged import make_collection, write_run_file
 
 name = st.text(min_size=1, max_size=6).filter(lambda text: text.split() == [text] and text.isprintable())
@@ -86,7 +86,7 @@ def test_compressed_runs(ending: str, compress: Callable[[bytes], Any], tmp_path
 @pytest.mark.parametrize(("text", "message"), [
     (b"q Q0 d 1 1.0 t\nq Q0 d2 2 0.5\n", "line 2 has 5 columns; 6 are needed: query Q0 document rank score tag"),
     (b"q Q0 d 1 high t\n", r"line 1: column 5 \(score\) is 'high', no number"),
-    (b"q Q0 d 1 inf t\nq Q0 e 2 -3.5e38 t\n", r"line 2: column 5 \(score\) is '-3\.5e38', no number of float32"),
+    (b"q Q0 d 1 inf t\nq Q0 g 1 -3.4028235e38 t\nq Q0 e 2 -3.5e38 t\n", r"line 3: .* '-3\.5e38', no number of float32"),
     (b"q Q0 d 1 nan t\n", r"line 1: column 5 \(score\) is 'nan'"),
     (b"q Q0 d 1 2 t\n\nq Q0 e 1 2 t\nq Q0 d 2 1 t\n", "line 4 names document 'd' again for query 'q'"),
     (b"q Q0 \xff 1 1.0 t\n", "line 1 is not UTF-8"),
@@ -150,3 +150,17 @@ def test_ids_with_whitespace_are_refused() -> None:
         with pytest.raises(UserError) as raised:
             require_names([pa.array(["x"]), pa.chunked_array([["a", wrong, "c d"]])], "An id")
         assert str(raised.value).startswith(f"An id is {wrong!r}, which can't be written")
+
+
+@pytest.mark.parametrize("count", [1, 1500])
+def test_a_ranking_by_ids_has_each_line_under_its_query(tmp_path: Path, count: int) -> None:
+    documents = StoredCollection(make_collection(tmp_path)).rows_of("documents")
+    ids = documents.read(["id"])["id"].to_pylist()
+    rows = np.stack([np.arange(count) % len(ids), np.full(count, -1)], axis=1)
+    queries = [str(number) for number in range(count)]
+    found = ranking_by_ids(documents, queries, Ranking(rows, np.full((count, 2), 0.5, dtype=np.float32)))
+    assert found == {query: {ids[int(query) % len(ids)]: 0.5} for query in queries}
+    for asked in (queries[:-1], queries[:1024], []):
+        if len(asked) < count:
+            with pytest.raises(ValueError, match=r"shorter|longer"):
+                ranking_by_ids(documents, asked, Ranking(rows, np.zeros((count, 2), dtype=np.float32)))

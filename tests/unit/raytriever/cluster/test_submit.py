@@ -174,6 +174,8 @@ def job(status: str, code: int | None = None, **values: Any) -> JobDetails:
     ("FAILED", 2, 2),
     ("FAILED", -9, 137),
     ("FAILED", 137, 137),  # of a shell
+    ("FAILED", -11, 139),
+    ("FAILED", 255, 255),
     ("FAILED", None, 1),
     ("STOPPED", -15, 130),
 ])  # fmt: skip

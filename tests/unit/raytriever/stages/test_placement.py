@@ -80,17 +80,23 @@ def test_a_share_without_a_node_to_share_is_said(monkeypatch: pytest.MonkeyPatch
     assert "GPUs" in logged[0]
 
 
-def test_a_cluster_that_names_no_cpus_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "cluster_resources", dict)
-    assert (workers_that_fit(1, 0), workers_that_fit(0.5, 0), workers_that_fit(1, 1)) == (1, 2, 0)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 3.0})
+def nodes_of(*resources: dict[str, float]) -> Any:
+    lost = {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}
+    return lambda: [lost, *({"Alive": True, "Resources": each} for each in resources)]
+
+
+def test_a_worker_fits_on_one_living_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", nodes_of({}, {"CPU": 3.0}, {"CPU": 3.0, "GPU": 1.0}))
+    fitting = [workers_that_fit(cpus, gpus) for cpus, gpus in ((1, 0), (2, 0), (0.5, 0), (4, 0), (1, 1), (1, 2))]
+    assert fitting == [6, 2, 12, 0, 1, 0]
+    monkeypatch.setattr(ray, "nodes", nodes_of({"CPU": 8.0, "GPU": 3.0}))
     assert workers_that_fit(0.5, 0.2) == 15  # 3 / 0.2 is a little less
 
 
 def test_room_for_a_worker_is_required_where_no_node_can_come(
     monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(ray, "nodes", nodes_of({"CPU": 2.0}))
     for is_alone in (False, True):
         require_room(2, 0, is_alone=is_alone)
     assert not logged
@@ -99,7 +105,7 @@ def test_room_for_a_worker_is_required_where_no_node_can_come(
         with pytest.raises(UserError, match=rf"This machine has {lacking} Lower"):
             require_room(cpus, gpus, is_alone=True)
         require_room(cpus, gpus, is_alone=False)
-        assert f"the cluster has {lacking} It waits for nodes." in logged[-1]
+        assert f"the cluster has {lacking[:-1]}: it waits for nodes." in logged[-1]
 
 
 def test_a_worker_computes_here_on_at_least_one_thread() -> None:
@@ -127,7 +133,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     room = {"CPU": 96.0, "GPU": 8.0}
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": room}])
-    monkeypatch.setattr(ray, "cluster_resources", lambda: room)
     monkeypatch.setattr(ray.data, "from_items", lambda rows, **how: asked.update(shards=rows, **how) or Rows())
     monkeypatch.setattr(ray.data, "ActorPoolStrategy", lambda **pool: pool)
     monkeypatch.setattr(ray.data, "TaskPoolStrategy", lambda **pool: pool)

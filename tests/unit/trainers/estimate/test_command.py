@@ -102,12 +102,15 @@ def test_a_collection_that_nobody_has_counted_yet_is_to_be_made_first(recipe: st
     Path("others/qrels/train.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
     for other in (source.replace(f"{tmp_path}/data/source", "others"), source.replace("}", ", domain_key: x}")):
         code, found = said(recipe, "--set", other)
-        assert "because other settings or inputs made them: runs/recipe/corpus, runs/recipe/pairs." in found
+        assert "made them, as far as is known here: runs/recipe/corpus, runs/recipe/pairs." in found
         assert f"raytriever run recipe.yaml '--set={other}' --until corpus\n" in found
     shutil.rmtree(tmp_path / "data/source")
     found = said(recipe, "--set", source, "--set", "packing.packing.batch_size=8")[1]
     assert " 6 steps." in found
     assert "Sizes are those of runs/recipe/corpus, whatever was collected there: the source isn't at hand." in found
+    found = said(recipe, "--set", "corpus.source={kind: beir, path: data/msmarco}")[1]  # whose sizes are known
+    assert "made them, as far as is known here: runs/recipe/corpus" in found
+    assert " 6 steps." not in found
 
 
 RANKED = """

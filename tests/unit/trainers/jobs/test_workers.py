@@ -86,7 +86,7 @@ def size_of(**resources: Any) -> tuple[float, dict[str, str]]:
 
 @pytest.fixture(autouse=True)
 def room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0, "GPU": 8.0})
+    monkeypatch.setattr(ray, "nodes", lambda: [node(CPU=64.0, GPU=8.0)])
 
 
 def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
@@ -110,7 +110,7 @@ def test_without_a_number_of_cpus_a_worker_has_its_share_of_a_node(monkeypatch: 
 
 
 def test_workers_that_a_machine_alone_never_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(ray, "nodes", lambda: [node(CPU=2.0)])
     for resources in ({"workers": 4}, {"gpus_per_worker": 1}):
         asked: Any = Resources.model_validate({**resources, "cpus_per_worker": 1})
         with pytest.raises(

@@ -14,6 +14,7 @@ from pipelines.jobs.pack import Pack, PackConfig
 from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
+from raytriever.reports.report import TEST_SPLIT
 from raytriever.settings.recipe import load_recipe
 from retrieval.evaluation.comparison import compare_sources
 from retrieval.evaluation.stored import StoredEvaluation
@@ -65,6 +66,10 @@ def test_ways_are_measured_and_what_won_is_a_recipe(run: dict[str, str], tiny_en
         assert way["pairs"] == 3 * small_run.PAIRS
     assert trials["ways"]["in turns"]["masked"] != trials["ways"]["tour"]["masked"]
     assert any(line.startswith("recommended: ") for line in stage.announce(found))
+    assert TEST_SPLIT not in stage.announce(found)  # of two ways
+    batches = {**stage.config.batches, "third": "b"}
+    several = Probe(stage.config.model_copy(update={"batches": batches, "split": "test"}))
+    assert several.announce(found)[-2] == TEST_SPLIT
     fragment = Path(found.uri) / "recommended.yaml"
     recipe = load_recipe(str(fragment), [])
     won = trials["recommended"]
