@@ -29,7 +29,7 @@ def test_clusters_are_those_of_the_cpu(settings: KMeansSettings, monkeypatch: py
     )
     np.testing.assert_array_equal(found.assignments, expected.assignments)
     assert found.objective == expected.objective
-    assert found.iterations > 1
+    assert len(found.objective) > 2
 
 
 def test_points_that_are_held_are_uploaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +46,6 @@ def test_points_that_are_held_are_uploaded_once(monkeypatch: pytest.MonkeyPatch)
         found = cluster_pairs(
             ArrayPairs(queries=sides[0], documents=sides[1]), 20, KMeansSettings(tolerance=0), seed=1, device=NAME
         )
-    assert found.iterations > 3
+    assert len(found.objective) > 4
     assert sizes.count(700 * 12) == 1
-    assert sum(waits.values()) <= 8 * (found.iterations + 2), waits
+    assert sum(waits.values()) <= 8 * (len(found.objective) + 1), waits
