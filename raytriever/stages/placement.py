@@ -26,7 +26,7 @@ class NodeRoom(NamedTuple):
 
 def cpus_of_a_worker(workers: int, gpus_per_worker: float) -> int:
     """The even share. Logs a line if the nodes of the workers have not joined yet."""
-    nodes = _nodes()
+    nodes = living_nodes()
     if not any(node.workers(1, gpus_per_worker) for node in nodes):
         kind = "GPUs" if gpus_per_worker > 0 else "CPUs"
         log.info(
@@ -52,10 +52,11 @@ def even_share(nodes: Sequence[NodeRoom], workers: int, gpus_per_worker: float =
 
 def workers_that_fit(cpus: float, gpus: float) -> int:
     """Number of workers of this size that the cluster has room for, each on one node."""
-    return sum(node.workers(cpus, gpus) for node in _nodes())
+    return sum(node.workers(cpus, gpus) for node in living_nodes())
 
 
-def _nodes() -> list[NodeRoom]:
+def living_nodes() -> list[NodeRoom]:
+    """Those of Ray that are not lost."""
     import ray
 
     return [

@@ -27,6 +27,7 @@ from raytriever.settings.configuration import Settings, input_paths, map_inputs,
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.placement import (
     cpus_of_a_worker,
+    living_nodes,
     require_room,
     threads_of_a_worker,
     tokenizing_threads,
@@ -360,7 +361,7 @@ class _ShardMaker:
                 self._load()
             row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
         except (UserError, FileNotFoundError) as error:
-            is_cluster = ray.is_initialized() and sum(node["Alive"] for node in ray.nodes()) > 1
+            is_cluster = ray.is_initialized() and len(living_nodes()) > 1
             if not is_cluster and not isinstance(error, UserError):
                 raise
             said = f"On node {ray.util.get_node_ip_address()}: {error}" if is_cluster else str(error)

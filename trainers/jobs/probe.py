@@ -261,9 +261,8 @@ class Probe(Stage[ProbeConfig]):
             ways[name] = summary_of(name, [record.facts for record in records])
         comparisons = compare_systems(systems, measures, 0, 0.01, comparable_pairs(systems, measures))
         how = how_it_was_measured(f"split '{config.split}'", "trec", CONVENTIONS["trec"], {})
-        p_values = {frozenset((found["a"], found["b"])): found["holm"]["t_test"] for found in comparisons}
-        compare_with_first(ways, first := next(iter(config.batches)), comparisons)
-        p_values |= {frozenset((first, name)): way["over"]["p"] for name, way in ways.items() if "over" in way}
+        p_values = corrected_p_values(comparisons, first := next(iter(config.batches)))
+        compare_with_first(ways, first, p_values)
         chosen, level = recommend(ways, config.packings or config.batches, p_values, config.significance_level)
         metrics = how | metrics_of(systems, measures)
         write_evaluation(writer, metrics, systems, comparisons)
@@ -326,17 +325,23 @@ def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def compare_with_first(ways: Mapping[str, Any], first: str, comparisons: Sequence[Mapping[str, Any]]) -> None:
+def corrected_p_values(comparisons: Sequence[Mapping[str, Any]], first: str) -> dict[frozenset[str], float]:
+    """Of the t-test over queries, for each pair of ways: Holm-corrected over the comparisons of ``first`` with others,
+    because these are told, and of other pairs over all."""
+    told = [found for found in comparisons if found["a"] == first]
+    corrected = holm(np.array([found["details"]["t_test"]["p_value"] for found in told]))
+    of_all = {frozenset((found["a"], found["b"])): found["holm"]["t_test"] for found in comparisons}
+    return of_all | {frozenset((first, found["b"])): float(p) for found, p in zip(told, corrected, strict=True)}
+
+
+def compare_with_first(ways: Mapping[str, Any], first: str, p_values: Mapping[frozenset[str], float]) -> None:
     """Compares every other way with the ``first`` way of batches: differences over seeds and over queries.
 
     ``mean``, ``low``, ``high``: of the differences between encoders of one seed, with a 95 % interval of Student's t.
-    ``p``: of the t-test over queries, Holm-corrected over these comparisons; ``comparisons`` are of all pairs.
+    ``p``: as of ``corrected_p_values``.
     """
     from scipy.special import stdtrit
 
-    told = [found for found in comparisons if found["a"] == first]
-    corrected = holm(np.array([found["details"]["t_test"]["p_value"] for found in told]))
-    p_values = dict(zip((found["b"] for found in told), corrected.tolist(), strict=True))
     for name, way in ways.items():
         if name in (UNTRAINED, first):
             continue
@@ -344,7 +349,7 @@ def compare_with_first(ways: Mapping[str, Any], first: str, comparisons: Sequenc
         mean, count = float(differences.mean()), len(differences)
         reach = float(stdtrit(count - 1, 0.975) * differences.std(ddof=1)) / count**0.5  # 0 where seeds agree
         found = {"mean": mean, "low": mean - reach, "high": mean + reach}
-        way["over"] = {"way": first, **found, "seeds": count, "p": p_values.get(name, 1.0)}
+        way["over"] = {"way": first, **found, "seeds": count, "p": p_values.get(frozenset((first, name)), 1.0)}
 
 
 def verdict_lines(ways: Mapping[str, Any], measure: str, queries: int, level: float) -> list[str]:

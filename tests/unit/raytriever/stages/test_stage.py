@@ -299,7 +299,7 @@ def test_what_one_node_of_a_cluster_lacks_names_the_node(stage: Numbers, monkeyp
     monkeypatch.setattr(stages, "_use_assigned_cpus", lambda **_: None)
     monkeypatch.setattr(Numbers, "make", lacks)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}] * nodes + [{"Alive": False}])
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {}}] * nodes + [{"Alive": False}])
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.7")
     batch = {"shard": np.array([cloudpickle.dumps(Shard("a", make="write"))], dtype=object)}
     if nodes == 1:

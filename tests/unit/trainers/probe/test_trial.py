@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from pipelines.batches import epoch_permutation
 from retrieval.encoders.static import TokenTable
-from trainers.jobs.probe import compare_with_first, verdict_lines
+from trainers.jobs.probe import compare_with_first, corrected_p_values, verdict_lines
 from trainers.probe.token_lists import TokenLists
 from trainers.probe.trial import EpochRows, encode, train
 
@@ -87,7 +87,12 @@ def test_a_verdict_says_no_more_than_its_interval() -> None:
         ("before training", "random", 0.9),
         ("hard", "same", 0.9),
     ]
-    compare_with_first(ways, "random", [{"a": a, "b": b, "details": {"t_test": {"p_value": p}}} for a, b, p in found])
+    comparisons = [
+        {"a": a, "b": b, "details": {"t_test": {"p_value": p}}, "holm": {"t_test": 0.95}} for a, b, p in found
+    ]
+    corrected = corrected_p_values(comparisons, "random")
+    assert corrected[frozenset(("hard", "same"))] == 0.95  # over all pairs
+    compare_with_first(ways, "random", corrected)
     assert "over" not in ways["random"]
     assert ways["hard"]["over"]["p"] == 0.003
     np.testing.assert_allclose([ways["hard"]["over"][key] for key in ("low", "high")], [-0.00484, 0.04484], atol=1e-5)
