@@ -208,7 +208,7 @@ def join_ranking_blocks(
 
     ``blocks``: names of consecutive blocks of queries, each (n, ``width``); one of them is in memory at a time.
     """
-    shape, start, results = (len(query_ids), width), 0, 0
+    shape, start = (len(query_ids), width), 0
     rows = np.lib.format.open_memmap(writer.path("rows.npy"), "w+", np.int64, shape)
     scores = np.lib.format.open_memmap(writer.path("scores.npy"), "w+", np.float32, shape)
     with writer.path("run.trec").open("wb") as file:
@@ -217,7 +217,7 @@ def join_ranking_blocks(
             stop = start + len(block.rows)
             rows[start:stop], scores[start:stop] = block.rows, block.scores
             file.write(writer.read(f"{name}/run.trec"))
-            start, results = stop, results + int((block.rows >= 0).sum())
+            start = stop
     for array in (rows, scores):
         array.flush()
     del rows, scores
@@ -225,7 +225,7 @@ def join_ranking_blocks(
         writer.add(name)
     for name, ids in (("queries", pa.array(query_ids)), ("documents", document_ids)):
         writer.add_table(f"{name}.parquet", pa.table({"id": ids}))
-    return writer.commit(len(query_ids), counts={"results": results})
+    return writer.commit(len(query_ids))
 
 
 class StoredRanking(Artifact):

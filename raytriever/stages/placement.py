@@ -42,8 +42,7 @@ def even_share(nodes: Sequence[NodeRoom], workers: int, gpus_per_worker: float =
     Nodes without room for a worker's GPUs hold none. If the GPUs are too few for all workers, the CPUs are divided
     among as many as have GPUs, because fewer CPUs would not make room for more.
     """
-    if gpus_per_worker > 0:
-        workers = min(workers, sum(node.workers(1, gpus_per_worker) for node in nodes))
+    workers = min(workers, sum(node.workers(1, gpus_per_worker) for node in nodes))
     share = max([1, *(node.cpus for node in nodes if node.workers(1, gpus_per_worker))])
     while share > 1 and sum(node.workers(share, gpus_per_worker) for node in nodes) < workers:
         share -= 1

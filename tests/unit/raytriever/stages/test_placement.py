@@ -77,7 +77,7 @@ def test_a_share_without_a_node_to_share_is_said(monkeypatch: pytest.MonkeyPatch
     listed[0] = node()
     assert (cpus_of_a_worker(8, 1), cpus_of_a_worker(8, 0)) == (1, 1)
     assert ["resources.cpus_per_worker" in line for line in logged] == [True, True]
-    assert "GPUs" in logged[0]
+    assert ["has GPUs for" in line for line in logged] == [True, False]
 
 
 def nodes_of(*resources: dict[str, float]) -> Any:
@@ -108,9 +108,14 @@ def test_room_for_a_worker_is_required_where_no_node_can_come(
         assert f"the cluster has {lacking[:-1]}: it waits for nodes." in logged[-1]
 
 
-def test_a_worker_computes_here_on_at_least_one_thread() -> None:
+@pytest.mark.parametrize("before", [{}, {"OMP_NUM_THREADS": "7"}])
+def test_a_worker_computes_here_on_at_least_one_thread(monkeypatch, before: dict[str, str]) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, threads in before.items():
+        monkeypatch.setenv(name, threads)
     with threads_of_a_worker(0.5):
         assert os.environ["OMP_NUM_THREADS"] == "1"
+    assert os.environ.get("OMP_NUM_THREADS") == before.get("OMP_NUM_THREADS")
 
 
 def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
