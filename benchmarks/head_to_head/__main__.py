@@ -87,6 +87,7 @@ class Bench:
             "rows": rows,
             "masked": material.masked,
             "preparing_seconds": material.seconds,
+            "date": time.strftime("%Y-%m-%d"),
         } | VERSIONS
         try:
             outcome = run_trial(

@@ -224,7 +224,7 @@ def test_a_full_disk_of_the_cache_is_named_and_not_the_store(object_store: str, 
     assert object_store not in str(raised.value)
 
 
-@pytest.mark.parametrize("where", ["mkdtemp", "inside", "library", "numpy"])
+@pytest.mark.parametrize("where", ["mkdtemp", "inside", "below", "above", "library", "numpy"])
 def test_a_full_disk_for_scratch_is_named_and_not_the_store(object_store: str, tmp_path: Path, monkeypatch, where: str):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     if where == "mkdtemp":
@@ -236,6 +236,9 @@ def test_a_full_disk_for_scratch_is_named_and_not_the_store(object_store: str, t
                 raise RuntimeError("I/O error: No space left on device (os error 28)")
             if where == "numpy":
                 raise OSError("230400 requested and 153536 written")
+            if where in ("below", "above"):
+                name = tmp_path / "x" if where == "below" else tmp_path.parent
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(name))
             full()
 
     with pytest.raises(StorageError, match=rf"^{tmp_path}: .*No space left on device.*TMPDIR") as raised:
