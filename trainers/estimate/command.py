@@ -51,13 +51,13 @@ def estimate(
         ]
         given = [*(f"--set={each}" for each in overrides or []), *([f"--output={output}"] if output else [])]
         lines += [f"  {shlex.join(['raytriever', 'run', recipe, *given, '--until', unknown[-1]])}"]
-    if estimating.unseen:
+    if unseen := [folder for folder, stored in estimating.stored.items() if stored == "unseen"]:
         lines += [
             "",
-            f"Sizes are those of {', '.join(estimating.unseen)}, whatever was collected there: the source isn't at"
+            f"Sizes are those of {', '.join(unseen)}, whatever was collected there: the source isn't at"
             " hand. Name an --output of its own for another source.",
         ]
-    if others := [folder for folder, is_own in estimating.stored.items() if not is_own]:
+    if others := [folder for folder, stored in estimating.stored.items() if stored == "other"]:
         lines += [
             "",
             f"Not counted, because other settings or inputs made them, as far as is known here: {', '.join(others)}."

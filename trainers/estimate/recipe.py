@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.compute as pc
 import torch
@@ -52,6 +52,10 @@ _ROWS = 64  # of the made-up batches that an encoder to embed with is built for
 _DOCUMENT_BYTES, _QUERY_BYTES = 600, 100  # where nothing is known
 _OF_MODELS = ("model", "tokenizer")  # ends of keys of inputs that have no texts
 
+Stored = Literal["own", "other", "unseen"]
+"""An artifact where a stage will write: what it would make; one of other settings or inputs, which says nothing; a
+collection that counts, whatever it was made of, because its source is not at hand."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -84,17 +88,15 @@ class Estimating:
     def __init__(self, stages: Stages, machines: Machines) -> None:
         self._stages, self._machines = stages, machines
         self.found: dict[str, Estimate] = {}
-        self.stored: dict[str, bool] = {}
-        """Folders with an artifact, and whether it is what the recipe makes: of other settings it says nothing."""
-        self.unseen: list[str] = []
-        """Those with a collection that counts, whatever it was made of, because its source is not at hand."""
+        self.stored: dict[str, Stored] = {}
+        """By folder."""
         self._encoders: dict[str, EncoderCost] = {}
 
     def add(self, name: str) -> None:
         """The next one. Raises ``UserError`` for what can't be trained so, or known."""
         stage = self._stages[name]
         if is_artifact(stage.config.output):
-            self.stored[stage.config.output] = self._is_stored(stage)
+            self.stored[stage.config.output] = self._stored(stage)
         ways = {"train": self._training, "embed": self._embedding, "score": self._scoring}
         try:
             read = self._read(stage)
@@ -112,26 +114,28 @@ class Estimating:
         inputs = input_paths(stage.config).items()
         return joined([self._size_at(path) for key, path in inputs if not key.endswith(_OF_MODELS)])
 
-    def _is_stored(self, stage: Stage[Any]) -> bool:
-        """Whether its artifact is what it would make, of inputs that are so too. A source is read, no model is."""
+    def _stored(self, stage: Stage[Any]) -> Stored:
+        """What its artifact is; 'own' only if its inputs count too. A source is read, no model is."""
         makers = [made_by(self._stages, path) for path in input_paths(stage.config).values()]
-        if any(maker is not None and not self.stored.get(maker.config.output) for maker in makers):
-            return False
-        artifact = Artifact(stage.config.output)
+        if any(maker is not None and not self._counts(maker.config.output) for maker in makers):
+            return "other"
+        artifact, is_source = Artifact(stage.config.output), stage.command == "collect"
         try:
-            return artifact.config == stage.resolved() and (
-                stage.command != "collect" or artifact.manifest["inputs"] == stage.input_fingerprints()
+            is_own = artifact.config == stage.resolved() and (
+                not is_source or artifact.manifest["inputs"] == stage.input_fingerprints()
             )
         except UserError:  # the source is not at hand
-            if stage.command == "collect":
-                if published_size(stage.config).documents:
-                    return False
-                self.unseen.append(stage.config.output)
-            return True
+            if not is_source:
+                return "own"
+            return "other" if published_size(stage.config).documents else "unseen"
+        return "own" if is_own else "other"
+
+    def _counts(self, folder: str) -> bool:
+        return self.stored.get(folder, "other") != "other"
 
     def _own_size(self, stage: Stage[Any], size: Size) -> Size:
         """``size``, put right by what is stored of the stage."""
-        return stored_size(stage.config.output, size) if self.stored.get(stage.config.output) else size
+        return stored_size(stage.config.output, size) if self._counts(stage.config.output) else size
 
     def _size_at(self, path: str) -> Size:
         maker = made_by(self._stages, path)
