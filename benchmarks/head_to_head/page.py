@@ -28,6 +28,7 @@ from retrieval.evaluation.significance import holm
 
 VIEWS = ("data", "seconds")
 _MEAN = "mean"
+_IN_CHART = {MIXTURE: "all six in one", _MEAN: "mean of six"}
 
 Finals = dict[tuple[str, str], dict[int, Mapping[str, Any]]]
 """By collection and way: the row of each seed."""
@@ -193,7 +194,7 @@ def draw(of_students: Mapping[str, Sequence[Difference]], target: Path) -> None:
     """Differences with their intervals, a row a collection, a block a student that is named where there are several."""
     several = len(of_students) > 1
     rows = [
-        (f"{student}: {row.collection}" if several else row.collection, row)
+        (f"{student}: " * several + _IN_CHART.get(row.collection, row.collection), row)
         for student, found in of_students.items()
         for row in found
     ]
